@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import mlx_lm
 from mlx_lm.generate import batch_generate, generate, stream_generate
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 
 from . import cli
 from .checkpoint import embedded_checkpoint
@@ -97,6 +98,12 @@ def _load(args: argparse.Namespace, model: str, **kwargs):
         loaded = (mlx_lm.load if args.stock else load)(model, **kwargs)
     except Exception as e:  # the Hub, the network, json, safetensors, mlx: each raises its own
         raise cli.BadInput(f"cannot load {model}: {e or type(e).__name__}") from e
+    if not loaded[1].encode("a"):  # transformers makes an empty tokenizer of a missing one
+        raise cli.BadInput(f"cannot load {model}: its tokenizer files are missing")
+    if args.draft_model is not None and not can_trim_prompt_cache(make_prompt_cache(loaded[0])):
+        raise cli.BadInput(
+            f"{model} cannot use --draft-model: its recurrent state cannot be trimmed; leave it out"
+        )
     if args.report:
         report = Report(type(loaded[0]).__module__, left={"": "--stock"})
         print(f"lily_mlx: {report if args.stock else accelerate(loaded[0])}", file=sys.stderr)
@@ -110,6 +117,7 @@ def _check(args: argparse.Namespace) -> None:
         if not ok:
             raise cli.BadInput(f"argument {flag}: {value} is not {want}")
 
+    require(args.model != "", "--model", "''", "a folder or a Hub name")
     require(args.max_tokens != 0, "--max-tokens", args.max_tokens, "a count, or -1 for no limit")
     require(args.prefill_step_size > 0, "--prefill-step-size", args.prefill_step_size, "above 0")
     if args.max_kv_size is not None:
@@ -128,6 +136,8 @@ def _check(args: argparse.Namespace) -> None:
         except json.JSONDecodeError:
             ok = False
         require(ok, "--chat-template-config", args.chat_template_config, "a JSON object")
+    if args.draft_model is not None:
+        cli.check_model(args.draft_model)
     if args.prompt_cache_file is not None:
         cli.check_safetensors(args.prompt_cache_file)
 
