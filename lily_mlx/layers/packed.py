@@ -86,7 +86,10 @@ class Packed:
         An adapter loaded later, new weights or a cast replaces them; the caller then takes
         mlx_lm's path. Writing into an array in place (`w[0] = 1`) is not seen.
         """
-        return all(owner.get(key) is value for owner, key, value in self._sources)
+        for owner, key, value in self._sources:  # noqa: SIM110 - every token: no generator
+            if owner.get(key) is not value:
+                return False
+        return True
 
     def __call__(self, x: mx.array) -> list[mx.array]:
         """Outputs of the packed linear layers for x (..., D): one (..., rows) array a child."""
@@ -132,7 +135,7 @@ class Packs(dict[str, Packed]):
 
     def intact(self) -> bool:
         """Whether all of them are; see `Packed.intact`."""
-        return all(pack.intact() for pack in self.values())
+        return all(map(Packed.intact, self.values()))
 
     def __deepcopy__(self, memo: dict) -> None:
         """A copied module holds its own arrays and no pack, until it is accelerated itself."""
