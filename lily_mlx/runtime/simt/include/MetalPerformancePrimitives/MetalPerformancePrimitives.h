@@ -1,0 +1,1 @@
+#include "simt/mpp.h"

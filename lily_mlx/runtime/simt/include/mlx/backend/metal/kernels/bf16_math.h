@@ -1,0 +1,2 @@
+// metal_stdlib here already has the math functions for bfloat.
+#pragma once

@@ -1,0 +1,23 @@
+// Swizzle members of a vector of 3, inside its union.
+swizzle<vec<T, 2>, T, 3, 0, 0> xx;
+swizzle<vec<T, 2>, T, 3, 0, 1> xy;
+swizzle<vec<T, 2>, T, 3, 0, 2> xz;
+swizzle<vec<T, 2>, T, 3, 1, 0> yx;
+swizzle<vec<T, 2>, T, 3, 1, 1> yy;
+swizzle<vec<T, 2>, T, 3, 1, 2> yz;
+swizzle<vec<T, 2>, T, 3, 2, 0> zx;
+swizzle<vec<T, 2>, T, 3, 2, 1> zy;
+swizzle<vec<T, 2>, T, 3, 2, 2> zz;
+swizzle<vec<T, 3>, T, 3, 0, 0, 0> xxx;
+swizzle<vec<T, 3>, T, 3, 0, 1, 2> xyz;
+swizzle<vec<T, 3>, T, 3, 0, 2, 1> xzy;
+swizzle<vec<T, 3>, T, 3, 1, 0, 2> yxz;
+swizzle<vec<T, 3>, T, 3, 1, 1, 1> yyy;
+swizzle<vec<T, 3>, T, 3, 1, 2, 0> yzx;
+swizzle<vec<T, 3>, T, 3, 2, 0, 1> zxy;
+swizzle<vec<T, 3>, T, 3, 2, 1, 0> zyx;
+swizzle<vec<T, 3>, T, 3, 2, 2, 2> zzz;
+swizzle<vec<T, 4>, T, 3, 0, 0, 0, 0> xxxx;
+swizzle<vec<T, 4>, T, 3, 1, 1, 1, 1> yyyy;
+swizzle<vec<T, 4>, T, 3, 2, 2, 2, 2> zzzz;
+swizzle<vec<T, 3>, T, 3, 0, 1, 2> rgb;
