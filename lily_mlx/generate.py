@@ -143,6 +143,8 @@ def _check(args: argparse.Namespace) -> None:
 
     prompt = args.prompt
     if args.from_file is not None:
+        if prompt != stock.DEFAULT_PROMPT:
+            raise cli.BadInput("give --prompt or --from-file, not both")
         prompt = cli.read_text(args.from_file, args.from_file)
     elif prompt == "-":
         prompt = cli.read_text(sys.stdin.buffer, "the prompt on stdin")

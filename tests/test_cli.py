@@ -205,6 +205,7 @@ def test_bad_input(run, tmp_path):
         (("--from-file", tmp_path / "empty.txt"), "empty"),
         (("--from-file", tmp_path / "none.txt"), "No such file"),
         (("--from-file", latin), "UTF-8"),
+        (("--from-file", latin, "-p", "hi"), "not both"),
         (("--prompt-cache-file", tmp_path / "none.safetensors"), "does not exist"),
         (("--prompt-cache-file", latin), "latin.txt"),
         (("--adapter-path", tmp_path / "none"), "adapter"),

@@ -39,6 +39,9 @@ _FAST = ["-O2"]
 _CHECKED = ["-O2", "-g1", "-DSIMT_CHECK", "-fno-builtin", "-fno-vectorize", "-fno-slp-vectorize"]
 _CHECKED += ["-mllvm", "-disable-vector-combine", "-fsanitize=array-bounds,integer-divide-by-zero"]
 _CHECKED += ["-fsanitize=signed-integer-overflow,unsigned-integer-overflow"]
+# Accesses of two branches stay two, each with its line.
+for _merge in ("sink-common", "hoist-common", "merge-cond-stores", "hoist-cond-stores"):
+    _CHECKED += ["-mllvm", f"-simplifycfg-{_merge}=false"]
 
 
 class BuildError(RuntimeError):

@@ -174,11 +174,10 @@ def _fault(kernel: str, f: _Fault, sites: list[Site], elements: dict[str, str]) 
     other = f"thread {f.other}" if f.other < 1024 else "other threads"
     if kind == "out_of_bounds" and f.site == _NO_SITE:
         detail = f"index {f.offset} into {what}"
-    elif kind == "out_of_bounds":
+    elif kind == "out_of_bounds" or (kind == "integer_overflow" and f.site != _NO_SITE):
         detail = f"{verb} of {place}"
-    elif kind == "integer_overflow" and f.site != _NO_SITE:
-        wrap = f"{(f.file or b'?').decode()}:{f.line}"
-        detail = f"{verb} of {place}, after unsigned arithmetic wrapped at {wrap}"
+        if f.file:
+            detail += f", after unsigned arithmetic wrapped at {f.file.decode()}:{f.line}"
     elif kind == "integer_overflow":
         detail = f"signed {what} overflows"
     elif kind == "uninitialized_read":

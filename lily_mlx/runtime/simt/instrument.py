@@ -109,8 +109,10 @@ class _Metadata:
     def _site(self, node: str | None) -> Site:
         if node is None:
             return Site("?", 0)
-        number = int(self._field(node, "line") or 0)
-        file = self._file(self._field(node, "scope") or "")
+        scope = self._field(node, "scope") or ""
+        file = self._file(scope)
+        # The compiler gives line 0 to what it merged: the enclosing scope's first line is near.
+        number = int(self._field(node, "line") or 0) or int(self._field(scope, "line") or 0)
         if number and not file.startswith(_HEADERS):
             return Site(file, number)
         return self._site(self._field(node, "inlinedAt"))

@@ -70,7 +70,7 @@ def _threadgroup_variables(text: str) -> str:
             name, dims = item[1], " ".join(item[2].split())
             code.append(
                 f"typedef {kind} {name}_simt_t{dims}; static simt::Shared<{name}_simt_t> "
-                f'{name}_simt_s; {name}_simt_t& {name} = {name}_simt_s.get("{name}");'
+                f'{name}_simt_s; {name}_simt_t& {name} = *{name}_simt_s.get("{name}");'
             )
         out += [text[last : found.start()], " ".join(code), "\n" * statement.count("\n")]
         last = end + 1

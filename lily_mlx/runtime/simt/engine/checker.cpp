@@ -87,21 +87,20 @@ static bool is_private(u64 at) {
 }
 
 [[noreturn]] static void out_of_bounds(u64 at, u32 size, u32 site, bool write) {
-  Lane& lane = lanes[simt_state.index];
-  FaultKind kind = lane.wrap_file ? kIndexOverflow : kOutOfBounds;
+  const Region* near = nullptr;
+  u64 nearest = ~0ul;
+  for (u32 i = 0; i < launch->n_regions; i++) {
+    const Region& r = launch->regions[i];
+    u64 gap = at < r.base ? r.base - at : at - r.base < r.size ? 0 : at - r.base - r.size;
+    if (gap < nearest) nearest = gap, near = &r;
+  }
+  // A 32-bit index that wrapped lands gigabytes away.
+  const Lane& lane = lanes[simt_state.index];
+  FaultKind kind = lane.wrap_file && nearest >= 1u << 30 ? kIndexOverflow : kOutOfBounds;
   Fault* f = add_fault(kind, site, lane.wrap_file, lane.wrap_line, simt_state.index);
   if (f && f->count == 1) {
-    u64 nearest = ~0ul;
-    for (u32 i = 0; i < launch->n_regions; i++) {
-      Region& r = launch->regions[i];
-      u64 gap = at < r.base ? r.base - at : at - r.base - r.size;
-      if (at - r.base < r.size) gap = 0;
-      if (gap < nearest) {
-        nearest = gap;
-        f->what = r.name;
-        f->offset = long(at - r.base);
-      }
-    }
+    f->what = near ? near->name : nullptr;
+    f->offset = near ? long(at - near->base) : 0;
     f->size = size;
     f->write = write;
   }
@@ -137,7 +136,8 @@ static bool write_conflicts(const Cell& c, u32 space) {
   u32 me = simt_state.index;
   if (!c.write_epoch || (space == 1 && c.write_epoch < group_epoch[1])) return false;
   if (c.writer == me && c.write_epoch >= group_epoch[space]) return false;
-  return !ordered(space, c.write_epoch, c.writer == kAtomic ? ~0u : c.writer / kLanes, c.write_sync);
+  u32 sg = c.writer == kAtomic ? ~0u : c.writer / kLanes;
+  return !ordered(space, c.write_epoch, sg, c.write_sync);
 }
 
 static bool read_conflicts(const Cell& c, u32 space) {
@@ -253,7 +253,8 @@ extern "C" void simt_atomic(void* p, u64 size, u32 site) {
     bool atomic = c->writer == kAtomic && c->write_epoch;
     bool written = space ? c->write_epoch >= group_epoch[1] : c->write_epoch || r->written_before;
     if (!written) note(kUninitialized, site, r, at, size, kNoSite, true);
-    else if (!atomic && write_conflicts(*c, space)) note(kRace, site, r, at, size, c->writer, true);
+    else if (!atomic && write_conflicts(*c, space))
+      note(kRace, site, r, at, size, c->writer, true);
     c->writer = kAtomic;
     c->write_epoch = epoch[space];
   }

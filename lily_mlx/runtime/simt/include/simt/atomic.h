@@ -47,8 +47,8 @@ SIMT_FETCH(fetch_or, a | b)
 SIMT_FETCH(fetch_xor, a ^ b)
 #undef SIMT_FETCH
 template <class T, class U>
-METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* at, T* expected, U desired,
-                                                      memory_order, memory_order) {
+METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* at, T* expected,
+                                                      U desired, memory_order, memory_order) {
   T a, next = T(desired);
   __atomic_load(&at->value, &a, 0);
   if (as_type<conditional_t<sizeof(T) == 8, ulong, uint>>(a) !=

@@ -90,7 +90,8 @@ METAL_FUNC void simdgroup_multiply(simdgroup_matrix<D>& d, const simdgroup_matri
                                 line);
 }
 template <class A, class B>
-METAL_FUNC simdgroup_matrix<A> operator*(const simdgroup_matrix<A>& a, const simdgroup_matrix<B>& b) {
+METAL_FUNC simdgroup_matrix<A> operator*(const simdgroup_matrix<A>& a,
+                                         const simdgroup_matrix<B>& b) {
   simdgroup_matrix<A> d;
   simdgroup_multiply(d, a, b);
   return d;

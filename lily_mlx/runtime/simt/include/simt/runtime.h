@@ -26,7 +26,7 @@ struct Triple {
 struct State {
   Simdgroup* simdgroup;
   unsigned lane;    // in the simdgroup
-  unsigned index;  // in the threadgroup
+  unsigned index;   // in the threadgroup
   unsigned simdgroup_index, simdgroups;
   Triple thread_position_in_grid, thread_position_in_threadgroup, threadgroup_position_in_grid;
   Triple threads_per_grid, threads_per_threadgroup, dispatch_threads_per_threadgroup;
@@ -52,11 +52,15 @@ struct Shared {
   alignas(128) unsigned char before[128];
   unsigned char value[sizeof(T)];
   alignas(128) unsigned char after[128];
-  T& get([[maybe_unused]] const char* name) {
+  T* get([[maybe_unused]] const char* name) {
+    void* at = value;
 #ifdef SIMT_CHECK
-    simt_threadgroup_array(value, sizeof(T), name);
+    simt_threadgroup_array(at, sizeof(T), name);
+    // Hides that this is a static: else the compiler may load from it where the source does not.
+    // (A reference as the result would tell as much.)
+    asm volatile("" : "+r"(at));
 #endif
-    return *reinterpret_cast<T*>(value);
+    return static_cast<T*>(at);
   }
 };
 
