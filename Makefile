@@ -3,17 +3,16 @@ VENV   := .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-# MLX's build for this machine: none to choose on a Mac, CUDA where a driver answers, else the CPU.
-EXTRA := $(if $(filter Darwin,$(shell uname -s)),,$(if $(shell nvidia-smi -L 2>/dev/null),cuda13$(,),cpu$(,)))
+# MLX's build on Linux: CUDA where a driver answers, else the CPU. On a Mac both extras are empty.
+MLX    := $(if $(shell nvidia-smi -L 2>/dev/null),cuda13,cpu)
 
 .PHONY: env demo test clean
 env: $(VENV)/.ready
 
-, := ,
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lily_mlx needs Python 3.11 or later: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRA)dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(MLX),dev]'
 	touch $@
 
 demo: env

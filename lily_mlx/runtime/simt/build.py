@@ -110,17 +110,7 @@ def _run(args: list[str]) -> None:
 def _link(objects: list[Path], to: Path) -> None:
     files = [str(o) for o in objects]
     if sys.platform == "darwin":
-        _run(
-            [
-                "cc",
-                *_target(),
-                "-dynamiclib",
-                "-Wl,-undefined,dynamic_lookup",
-                *files,
-                "-o",
-                str(to),
-            ]
-        )
+        _run(["cc", "-dynamiclib", "-Wl,-undefined,dynamic_lookup", *files, "-o", str(to)])
     else:
         _run(["ld.lld", "-shared", *files, "-o", str(to)])
 

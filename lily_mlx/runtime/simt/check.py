@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 
 import numpy as np
 
+from . import build
 from .instrument import Site
 from .report import KINDS, BufferCounts, Fault, Report, Row
 from .run import MAX_THREADGROUP_BYTES, Buffer, Program, Triple, prepare, run, u16, u32, u64
@@ -40,9 +42,14 @@ class _Fault(ctypes.Structure):
     ]  # fmt: skip
 
 
-# bucket heads, gathers, their number (engine/coalesce.h); turns follow, one a site and lane.
-_GATHER_BYTES = 4 * 4 + 8 + 32 * 8 + 32
-_TABLE_BYTES = 4 * (1 << 16) + _GATHER_BYTES * (1 << 15) + 4
+@functools.cache
+def _table_bytes() -> int:
+    """The size of the engine's coalescing tables, without their turns: u32 a site and lane."""
+    sizes = (u64 * 5).in_dll(build.runtime(), "simt_sizes")
+    mirrors = [ctypes.sizeof(mirror) for mirror in (Launch, _Region, _Fault, _Cell)]
+    if list(sizes)[:4] != mirrors:
+        raise RuntimeError(f"the engine's structs have sizes {list(sizes)[:4]}, not {mirrors}")
+    return sizes[4]
 
 
 class _Arena:
@@ -108,7 +115,7 @@ def launch_checked(
         r.name = f"threadgroup argument {i}".encode()
     faults = (_Fault * _MAX_FAULTS)()
     shared_cells = np.zeros(_SHARED_CELLS * ctypes.sizeof(_Cell), np.uint8)
-    tables = np.zeros(_TABLE_BYTES + 4 * 32 * max(1, len(sites)) + 64, np.uint8)
+    tables = np.zeros(_table_bytes() + 4 * 32 * max(1, len(sites)), np.uint8)
     module = (ctypes.c_void_p * 2)()
     library.simt_module(module)
     launch.check, launch.simd_orders = 1, report.simd_orders

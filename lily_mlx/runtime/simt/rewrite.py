@@ -131,7 +131,9 @@ extern "C" void simt_entry(void** b, const simt::State* s) {{
   {expression}({", ".join(arguments)});
 }}
 #if defined(__APPLE__)
-extern char simt_first __asm("segment$start$__TEXT"), simt_last __asm("segment$end$__DATA");
+extern "C" char __dso_handle;
+#define simt_first __dso_handle
+#define simt_last (&__dso_handle)[1 << 24]
 #else
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
 #define simt_first __ehdr_start

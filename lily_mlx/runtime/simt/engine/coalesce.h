@@ -23,6 +23,10 @@ struct CoalesceTables {
   u32 turns[];  // [site][lane]
 };
 
+// For run.py and check.py, which mirror these.
+extern "C" const u64 simt_sizes[] = {sizeof(Launch), sizeof(Region), sizeof(Fault), sizeof(Cell),
+                                     sizeof(CoalesceTables)};
+
 static CoalesceTables* tables() { return static_cast<CoalesceTables*>(launch->coalesce); }
 
 static u32 bucket_of(u32 site, u32 turn) {
