@@ -11,7 +11,7 @@ import numpy as np
 from . import build
 from .instrument import Site
 from .report import KINDS, BufferCounts, Fault, Report, Row
-from .run import MAX_THREADGROUP_BYTES, Buffer, Program, Triple, prepare, run, u16, u32, u64
+from .run import MAX_THREADGROUP_BYTES, Buffer, Launch, Program, Triple, prepare, run, u16, u32, u64
 
 _GAP = 1 << 20  # unregistered bytes around each buffer
 _NO_SITE = 0xFFFFFFFF
@@ -52,37 +52,47 @@ def _table_bytes() -> int:
     return sizes[4]
 
 
+def _extent(data: np.ndarray) -> tuple[int, int]:
+    """The first and the past-the-last byte of an array, counted from its first element."""
+    if not data.size:
+        return 0, 0
+    reach = [(n - 1) * s for n, s in zip(data.shape, data.strides, strict=True)]
+    return sum(min(0, r) for r in reach), sum(max(0, r) for r in reach) + data.itemsize
+
+
+def _flat(data: np.ndarray) -> np.ndarray:
+    """The bytes that an array spans, those between strided elements too."""
+    low, high = _extent(data)
+    if low == high:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(
+        (ctypes.c_uint8 * (high - low)).from_address(data.ctypes.data + low), np.uint8
+    )
+
+
 class _Arena:
     """Copies of the buffers, far apart in one sparse mapping."""
 
     def __init__(self, buffers: dict[int, Buffer], shared: dict[int, int]):
-        sizes = {("buffer", i): len(_flat(b.data)) for i, b in buffers.items()}
+        flat = {i: _flat(b.data) for i, b in buffers.items()}
+        sizes = {("buffer", i): f.nbytes for i, f in flat.items()}
         sizes |= {("shared", i): n for i, n in shared.items()}
-        offsets, at = {}, _GAP
+        self._offsets, at = {}, _GAP
         for key, size in sizes.items():
-            offsets[key] = at
+            self._offsets[key] = at
             at += (size + 4095) // 4096 * 4096 + _GAP
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         self._area = mmap.mmap(-1, at, flags=flags)
-        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._area))
-        self.addresses = {key: self.base + o for key, o in offsets.items()}
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._area))
+        self.addresses = {key: base + offset for key, offset in self._offsets.items()}
         self._bytes = np.frombuffer(self._area, np.uint8)
-        self._offsets = offsets
-        for i, b in buffers.items():
-            self.view(i, b)[:] = _flat(b.data)
+        for i, f in flat.items():
+            self.view(i, f.nbytes)[:] = f
 
-    def view(self, index: int, buffer: Buffer) -> np.ndarray:
+    def view(self, index: int, size: int) -> np.ndarray:
         """The bytes of a buffer's copy."""
         at = self._offsets["buffer", index]
-        return self._bytes[at : at + len(_flat(buffer.data))]
-
-
-def _flat(data: np.ndarray) -> np.ndarray:
-    """The bytes from an array's first element to its last, those between strided ones too."""
-    if not data.size:
-        return np.empty(0, np.uint8)
-    extent = sum((n - 1) * s for n, s in zip(data.shape, data.strides, strict=True)) + data.itemsize
-    return np.frombuffer((ctypes.c_uint8 * extent).from_address(data.ctypes.data), np.uint8)
+        return self._bytes[at : at + size]
 
 
 def launch_checked(
@@ -96,14 +106,15 @@ def launch_checked(
     """Runs the instrumented build on guarded copies, adds to the report, copies outputs back."""
     library, sites = program.library(True)
     arena = _Arena(buffers, shared)
-    pointers = {i: arena.addresses["buffer", i] for i in buffers}
+    starts = {i: arena.addresses["buffer", i] for i in buffers}
+    pointers = {i: starts[i] - _extent(b.data)[0] for i, b in buffers.items()}
     places = {i: arena.addresses["shared", i] for i in shared}
     launch, keep = prepare(program, pointers, places, grid, group, True)
     regions = (_Region * _MAX_REGIONS)()
     cells = []
     for n, (i, b) in enumerate(buffers.items()):
         r = regions[n]
-        r.base, r.size = pointers[i], len(_flat(b.data))
+        r.base, r.size = starts[i], _flat(b.data).nbytes
         r.kind, r.element = int(b.output), _ELEMENTS[b.element]
         r.name, r.written_before = b.name.encode(), b.initialized
         if b.output:
@@ -130,7 +141,7 @@ def launch_checked(
     site_lines = np.array([*lines, 0], np.uint32)
     launch.site_lines, launch.n_sites = site_lines.ctypes.data, len(sites)
     launch.threadgroup_bytes = sum(shared.values())
-    run(launch)
+    run(launch, program.name)
     del keep
     if launch.threadgroup_bytes > MAX_THREADGROUP_BYTES:
         raise ValueError(
@@ -139,7 +150,7 @@ def launch_checked(
         )
     for i, b in buffers.items():
         if b.output:
-            _flat(b.data)[:] = arena.view(i, b)
+            _flat(b.data)[:] = arena.view(i, b.data.nbytes)
     elements = {b.name: b.element for b in buffers.values()}
     for f in faults[: launch.n_faults] if report.check else ():
         report.faults.append(_fault(program.name, f, sites, elements))

@@ -3,12 +3,12 @@
 Each load, store, copy and atomic access of a kernel calls the checker with its address, size and
 site; each float operation with its operands and result. A site is an instruction: its file and
 line come from the debug information, those of the caller where the code is the executor's own.
-Working on the optimised IR keeps private variables, which live in registers, out of it.
+Working on the optimised IR keeps private variables, which live in registers, out of it. The text
+form is that of the pinned compiler; a memory access of an unknown form is an error, not a gap.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,8 @@ _STORE = re.compile(
 )
 _COPY = re.compile(r"^\s+(?:tail )?call void @llvm\.mem(cpy|move|set)\.[\w.]+\((.*)\)")
 _ACCESS = re.compile(
-    r"^\s+(?:%[\w.]+ = )?(?:load|store|atomicrmw|cmpxchg)\b|call .*@llvm\.(?:mem(?!ory)|masked)"
+    r"^\s+(?:%[\w.]+ = )?(?:(?:load|store|atomicrmw|cmpxchg)\b|"
+    r"(?:tail )?call .*@llvm\.(?:mem(?:cpy|move|set)|masked))"
 )
 _DOUBLE = re.compile(r"^\s+%[\w.]+ = f(?:add|sub|mul|div|rem|ptrunc)\b.*\bdouble\b")
 _DECLARATIONS = """
@@ -90,6 +91,7 @@ class _Metadata:
 
     def __init__(self, ir: str):
         self.nodes = dict(re.findall(r"^!(\d+) = (.*)$", ir, re.M))
+        self._sites: dict[str, Site] = {}
 
     def _field(self, node: str, name: str) -> str | None:
         found = re.search(rf"\b{name}: !?(\d+)", self.nodes.get(node, ""))
@@ -103,19 +105,22 @@ class _Metadata:
     def site(self, line: str) -> Site:
         """The innermost place outside the executor's headers that the instruction stems from."""
         found = re.search(r"!dbg !(\d+)", line)
-        return self._site(found[1] if found else None)
-
-    @functools.cache  # noqa: B019 - one short-lived object a build
-    def _site(self, node: str | None) -> Site:
-        if node is None:
+        if not found:
             return Site("?", 0)
-        scope = self._field(node, "scope") or ""
-        file = self._file(scope)
-        # The compiler gives line 0 to what it merged: the enclosing scope's first line is near.
-        number = int(self._field(node, "line") or 0) or int(self._field(scope, "line") or 0)
-        if number and not file.startswith(_HEADERS):
-            return Site(file, number)
-        return self._site(self._field(node, "inlinedAt"))
+        if found[1] not in self._sites:
+            self._sites[found[1]] = self._resolve(found[1])
+        return self._sites[found[1]]
+
+    def _resolve(self, node: str | None) -> Site:
+        while node is not None:
+            scope = self._field(node, "scope") or ""
+            file = self._file(scope)
+            # The compiler gives line 0 to what it merged: its scope's first line is near.
+            number = int(self._field(node, "line") or 0) or int(self._field(scope, "line") or 0)
+            if number and not file.startswith(_HEADERS):
+                return Site(file, number)
+            node = self._field(node, "inlinedAt")
+        return Site("?", 0)
 
 
 def _as_floats(operands: list[str], kind: str, fresh) -> tuple[list[str], list[str]]:
@@ -153,10 +158,8 @@ def instrument(ir: str) -> tuple[str, list[Site]]:
 
     for line in ir.split("\n"):
         before, after = [], []
-        if (
-            "!dbg" in line and metadata.site(line).file == ENTRY_FILE
-        ):  # the executor's own table of buffers
-            pass
+        if metadata.site(line).file == ENTRY_FILE:
+            pass  # the executor's own table of buffers
         elif found := _LOAD.match(line):
             if "@simt_state" not in found[3]:
                 hook = "simt_atomic" if found[1] else "simt_load"

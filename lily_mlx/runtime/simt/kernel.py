@@ -227,8 +227,8 @@ def function(
             bound[i] = Buffer(names.get(i, f"buffer {i}"), data, True, element, given)
         if unknown := set(bound) - set(names):
             raise ValueError(f"{title} has no buffer {', '.join(map(str, sorted(unknown)))}")
-        for p in params:  # a buffer that a function constant turns off
-            if p.kind == "buffer" and p.index not in bound:
+        for p in params:
+            if p.kind == "buffer" and p.optional and p.index not in bound:
                 bound[p.index] = Buffer(p.name, np.empty(0, np.uint8))
         shape, group = check_geometry(tuple(grid), tuple(threadgroup))
         _launch(program, bound, dict(threadgroup_bytes or {}), shape, group)

@@ -18,6 +18,8 @@ from .signature import Parameter
 
 STACK_BYTES = 256 << 10
 MAX_THREADS = 1024
+_SPARE_STACKS = 8  # simt::kSpareStacks
+_STACK_OVERFLOW = 2  # simt::Abort
 MAX_THREADGROUP_BYTES = 32 << 10
 
 u8, u16, u32, u64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
@@ -84,10 +86,10 @@ class Program:
 
 @functools.cache
 def _stacks() -> tuple[mmap.mmap, int]:
-    """One stack a thread, touched only where used."""
+    """One stack a thread, touched only where used, above room for an overflow of the lowest."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    area = mmap.mmap(-1, STACK_BYTES * MAX_THREADS, flags=flags)
-    return area, ctypes.addressof(ctypes.c_char.from_buffer(area))
+    area = mmap.mmap(-1, STACK_BYTES * (MAX_THREADS + _SPARE_STACKS), flags=flags)
+    return area, ctypes.addressof(ctypes.c_char.from_buffer(area)) + _SPARE_STACKS * STACK_BYTES
 
 
 _lock = threading.Lock()  # the runtime's state is global
@@ -140,10 +142,15 @@ def prepare(
     return launch, [table]
 
 
-def run(launch: Launch) -> None:
-    """Runs the grid to its end, or to the fault that stops it. One launch at a time."""
+def run(launch: Launch, name: str) -> None:
+    """Runs the grid to its end, or to the fault that stops it. One launch at a time.
+
+    Raises RuntimeError if a thread's private arrays do not fit its stack.
+    """
     with _lock:
         build.runtime().simt_run(ctypes.addressof(launch))
+    if launch.aborted == _STACK_OVERFLOW:
+        raise RuntimeError(f"{name}: a thread needs more than {STACK_BYTES >> 10} KB of stack")
 
 
 _order = ("forward", 0)
@@ -174,5 +181,5 @@ def launch_fast(
     pointers = {i: b.data.ctypes.data for i, b in buffers.items()}
     places = {i: a.ctypes.data for i, a in arrays.items()}
     launch, keep = prepare(program, pointers, places, grid, group, False)
-    run(launch)
+    run(launch, program.name)
     del keep

@@ -41,6 +41,7 @@ class Parameter:
         index: the buffer or threadgroup index, else -1.
         reference: declared with ``&``.
         attribute: MSL's name of the attribute.
+        optional: a function constant may turn the buffer off.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Parameter:
     index: int = -1
     reference: bool = False
     attribute: str = ""
+    optional: bool = False
 
 
 def mlx_text(kernel, arrays: list[mx.array], call: dict) -> str:
@@ -124,7 +126,9 @@ def parameters(text: str, kernel: str) -> list[Parameter]:
         name = re.search(r"(\w+)\s*(?:\[[^\]]*\])?$", declared)
         place = re.search(r"\b(buffer|threadgroup)\s*\(\s*(\d+)\s*\)", attributes)
         if name and place:
-            result.append(Parameter(name[1], place[1], int(place[2]), "&" in declared))
+            optional = "function_constant" in attributes
+            index = int(place[2])
+            result.append(Parameter(name[1], place[1], index, "&" in declared, optional=optional))
             continue
         if name and not attributes and re.search(r"[*&]", declared):
             # Metal numbers the buffers itself, in order.

@@ -79,8 +79,8 @@ static Region* find(u64 at) {
 }
 
 static bool is_private(u64 at) {
-  u64 stacks = reinterpret_cast<u64>(launch->stacks);
-  if (at - stacks < launch->stack_size * kMaxThreads) return true;
+  u64 stacks = reinterpret_cast<u64>(launch->stacks) - kSpareStacks * launch->stack_size;
+  if (at - stacks < launch->stack_size * (kMaxThreads + kSpareStacks)) return true;
   u64 exchange = reinterpret_cast<u64>(simt_state.simdgroup);
   if (at - exchange < sizeof(Simdgroup)) return true;
   return at - reinterpret_cast<u64>(&simt_state) < sizeof(State);

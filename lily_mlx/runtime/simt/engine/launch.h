@@ -80,9 +80,12 @@ struct Launch {
   u64 simd_operations, barriers, float_operations, threadgroup_bytes, tables_full;
 };
 
+enum Abort : u32 { kFinished, kFaulted, kStackOverflow };
+
 constexpr u32 kNoSite = 0xffffffffu;
 constexpr u32 kInternal = 0xffffffffu;  // the executor's own code
 constexpr u32 kMaxThreads = 1024;
+constexpr u32 kSpareStacks = 8;  // below the lowest stack, for its overflow
 
 enum LaneState : u8 { kFresh, kReady, kBlocked, kDone };
 

@@ -64,7 +64,7 @@ static Lane& running() { return lanes[simt_state.index]; }
 static void yield() { simt_switch(&running().sp, main_sp); }
 
 void abort_launch() {
-  launch->aborted = 1;
+  launch->aborted = kFaulted;
   yield();
   __builtin_unreachable();
 }
@@ -75,6 +75,9 @@ static void thread_main() {
   yield();
   __builtin_unreachable();
 }
+
+constexpr u64 kCanary = 0x5ca1ab1e0ddba11;
+static u64& canary(Lane& lane) { return *reinterpret_cast<u64*>(lane.stack); }
 
 static void resume(u32 thread) {
   Lane& lane = lanes[thread];
@@ -88,10 +91,12 @@ static void resume(u32 thread) {
     Triple full = s.dispatch_threads_per_threadgroup;
     s.thread_position_in_grid = {p.x * full.x + t.x, p.y * full.y + t.y, p.z * full.z + t.z};
     lane.stack = free_stacks[--n_free];
+    canary(lane) = kCanary;
     lane.sp = fresh_stack(lane.stack + launch->stack_size, thread_main);
   }
   lane.state = kReady;
   simt_switch(&main_sp, lane.sp);
+  if (canary(lane) != kCanary) launch->aborted = kStackOverflow;
   if (lane.state == kDone) free_stacks[n_free++] = lane.stack;
 }
 
