@@ -16,7 +16,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: env
-	$(BIN)/lily_mlx.generate --prompt 'Tell me a story about a fox and a crow.' --max-tokens 200
+	$(BIN)/lily_mlx.generate --prompt 'Tell me a story about a fox and a crow.' --max-tokens 200 --temp 0.7 --top-p 0.9 --seed 7
 
 test: env
 	$(BIN)/ruff check .
