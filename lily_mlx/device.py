@@ -68,6 +68,18 @@ TUNING: dict[str, dict[str, dict[str, int]]] = {
     # a threadgroup spread over 8 of the M5 Max's 40 cores and need only 8 threadgroups launched;
     # at prefill thousands of rows fill any chip with groups of 128 threads.
     "rms_norm_gated": {"default": {"rows": 4}},
+    # Output rows of a threadgroup, a multiple of 4: as few as make this many threadgroups, so that
+    # 40 or 132 cores end together, but at most `rows`, which repay the norm that each begins with.
+    "qmv": {"default": {"threadgroups": 768, "rows": 32}},
+    # Elements of the output of a threadgroup, a power of 2 up to 16: each is 2 rows of weights in
+    # gate_up, K + 1 in down. 4 make 1,152 threadgroups of 64 threads and 512 of 160 at decode:
+    # enough to end together on 40 or 132 cores, with 9 KB of weights each on their way.
+    "moe_gate_up": {"default": {"rows": 4}},
+    "moe_down": {"default": {"rows": 4}},
+    # Rows of the state of a lane at a time, some 16 values each, and the most threads of a
+    # threadgroup: at decode a head's 64 KB in one turn, 32 registers a thread. A core has one head
+    # or none: there are 32 for 40 or 132 of them, so all of it must be on its way at once.
+    "gdn_step": {"default": {"rows": 2, "threads": 512}},
 }
 
 

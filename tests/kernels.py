@@ -11,9 +11,13 @@ from itertools import product
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.qwen3_next import Qwen3NextRMSNormGated
+import mlx.nn as nn
+from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
+from mlx_lm.models.qwen3_next import Qwen3NextMLP, Qwen3NextRMSNormGated
+from mlx_lm.models.switch_layers import SwitchGLU
 
-from lily_mlx.ops import norm
+from lily_mlx.ops import delta, linear, moe, norm, route
 from lily_mlx.runtime import Op
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -35,12 +39,143 @@ def _qwen3_next_norm(x: mx.array, gate: mx.array, weight: mx.array, eps: float) 
     return module(x, gate)
 
 
+def _moe_gate_up(x, w, scales, biases, shared_w, shared_scales, shared_biases, experts, gain, eps,
+                 group_size, bits, mode):  # fmt: skip
+    """Up to its down projections, which it is without: of all experts and the shared one."""
+    D, E = x.shape[1], w.shape[0] // 2
+    x = x if gain is None else mx.fast.rms_norm(x, gain, eps)
+    routed = SwitchGLU(D, w.shape[1], E)
+    shared = Qwen3NextMLP(D, shared_w.shape[0] // 2)
+    for module, arrays in (
+        (routed, (w, scales, biases)),
+        (shared, (shared_w, shared_scales, shared_biases)),
+    ):
+        module.down_proj = lambda act, *_, **__: act
+        for i, name in enumerate(("gate_proj", "up_proj")):
+            quantized = module[name].to_quantized(group_size, bits, mode)
+            for key, a in zip(("weight", "scales", "biases"), arrays, strict=True):
+                quantized[key] = None if a is None else mx.split(a, 2)[i]
+            module[name] = quantized
+    return mx.concatenate([routed(x, experts), shared(x)[:, None]], axis=1)
+
+
+def _gated_delta_net(proj, window, conv_weight, A_log, dt_bias, norm_weight, state, eps):
+    """Between its in-projections and its out-projection, which it is without."""
+    _, Hv, Dv, Dk = state.shape
+    C, K, _ = conv_weight.shape
+    layer = GatedDeltaNet(
+        TextModelArgs(
+            hidden_size=1,
+            rms_norm_eps=eps,
+            linear_num_value_heads=Hv,
+            linear_num_key_heads=(C - Hv * Dv) // (2 * Dk),
+            linear_key_head_dim=Dk,
+            linear_value_head_dim=Dv,
+            linear_conv_kernel_dim=K,
+        )
+    )
+    parts = mx.split(proj, [C, C + Hv * Dv, C + Hv * (Dv + 1)], axis=-1)
+    for name, part in zip(("qkv", "z", "b", "a"), parts, strict=True):
+        layer[f"in_proj_{name}"] = lambda _, part=part: part
+    layer.out_proj = lambda y: y
+    layer.conv1d.weight, layer.A_log, layer.dt_bias = conv_weight, A_log, dt_bias
+    layer.norm.weight = norm_weight
+    cache = ArraysCache(2)
+    cache[0], cache[1] = window, state
+    return layer(proj, None, cache), cache[0], cache[1]
+
+
+def _norm_linear(x, w, scales, biases, weight, eps, residual, group_size, bits, mode):
+    layer = nn.QuantizedLinear(x.shape[-1], w.shape[0], False, group_size, bits, mode=mode)
+    layer.weight, layer.scales, layer.biases = w, scales, biases
+    if weight is not None:
+        norm = nn.RMSNorm(x.shape[-1], eps)
+        norm.weight = weight
+        x = norm(x)
+    return layer(x) if residual is None else residual + layer(x)
+
+
+# dtype, mode, bits, group size, K, R, norm, residual. All bits, groups, modes and rows; K with all
+# lanes at work, or some of the last simdgroup's; the last is the target's, the two before it the
+# embedded checkpoint's.
+QMV = [
+    (mx.bfloat16, "affine", 2, 32, 640, 1, True, True),
+    (mx.float16, "affine", 3, 64, 1152, 2, False, True),
+    (mx.float32, "affine", 5, 128, 256, 1, True, False),
+    (mx.bfloat16, "affine", 6, 64, 640, 4, True, True),
+    (mx.float16, "affine", 8, 128, 1152, 3, True, True),
+    (mx.float32, "affine", 4, 32, 256, 8, False, True),
+    (mx.bfloat16, "affine", 4, 128, 4096, 5, True, False),
+    (mx.bfloat16, "mxfp4", 4, 32, 640, 1, True, True),
+    (mx.float16, "nvfp4", 4, 16, 256, 2, False, False),
+    (mx.float32, "mxfp8", 8, 32, 640, 6, True, True),
+    (mx.float32, "affine", 4, 64, 256, 1, True, True),
+    (mx.bfloat16, "affine", 8, 64, 256, 1, True, False),
+    (mx.bfloat16, "affine", 4, 64, 2048, 1, True, True),
+]
+
 KERNELS = [
+    Row(linear.qmv, variants=QMV, sizes=[{"N": 9}, {"N": 257}], stock=_norm_linear),
     Row(
         norm.rms_norm_gated,
         variants=list(product(FLOATS, (1, 33, 128, 257))),
         sizes=[{"lead": (1,)}, {"lead": (7,)}, {"lead": (2, 5, 8)}],
         stock=_qwen3_next_norm,
+    ),
+    Row(
+        route.moe_route,
+        variants=[
+            (mx.float32, 17, 4, True),
+            (mx.bfloat16, 256, 8, True),
+            (mx.float16, 300, 5, False),
+            (mx.float32, 1024, 31, True),
+        ],
+        sizes=[{"R": 65}],
+    ),
+    Row(
+        moe.moe_gate_up,
+        variants=[  # dtype, mode, bits, group size, D, F, K, norm
+            (mx.bfloat16, "affine", 4, 64, 256, 64, 4, False),
+            (mx.float32, "affine", 4, 32, 160, 16, 2, True),
+            (mx.float16, "affine", 2, 32, 96, 48, 3, False),
+            (mx.bfloat16, "affine", 3, 128, 1152, 16, 1, True),
+            (mx.float32, "affine", 5, 64, 64, 32, 2, False),
+            (mx.float16, "affine", 6, 128, 384, 16, 2, True),
+            (mx.bfloat16, "affine", 8, 64, 576, 16, 8, True),
+            (mx.bfloat16, "mxfp4", 4, 32, 96, 32, 2, False),
+            (mx.float16, "nvfp4", 4, 16, 48, 16, 2, True),
+            (mx.float32, "mxfp8", 8, 32, 160, 16, 2, False),
+        ],
+        sizes=[{"R": 8, "E": 5}],
+        stock=_moe_gate_up,
+    ),
+    Row(
+        moe.moe_down,
+        variants=[  # dtype, mode, bits, group size, D, F, K
+            (mx.bfloat16, "affine", 4, 64, 256, 64, 4),
+            (mx.float32, "affine", 4, 32, 48, 96, 12),
+            (mx.float16, "affine", 2, 32, 66, 32, 3),
+            (mx.bfloat16, "affine", 3, 128, 32, 128, 1),
+            (mx.float32, "affine", 5, 64, 64, 64, 2),
+            (mx.float16, "affine", 6, 128, 80, 128, 2),
+            (mx.bfloat16, "affine", 8, 64, 33, 192, 8),
+            (mx.bfloat16, "mxfp4", 4, 32, 32, 96, 2),
+            (mx.float16, "nvfp4", 4, 16, 48, 48, 2),
+            (mx.float32, "mxfp8", 8, 32, 16, 160, 2),
+        ],
+        sizes=[{"R": 8, "E": 5}],
+    ),
+    Row(
+        delta.gdn_step,
+        variants=[  # dtype, A_log's, tokens, heads of k and v, their dimensions, convolution
+            (mx.bfloat16, mx.float32, 1, 2, 4, 128, 128, 4),
+            (mx.float32, mx.float32, 1, 1, 3, 32, 64, 3),
+            (mx.float16, mx.float16, 3, 2, 2, 96, 32, 4),
+            (mx.bfloat16, mx.bfloat16, 8, 1, 1, 64, 160, 2),
+            (mx.float32, mx.float32, 2, 1, 2, 256, 256, 5),
+        ],
+        sizes=[{"B": 3}],
+        stock=_gated_delta_net,
     ),
 ]
 

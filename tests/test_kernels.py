@@ -39,7 +39,7 @@ def test_no_less_accurate_than_mlx(backend, row):
     """RMS error to the fp32 result at most 1.05 times MLX's own, over at least 4,096 outputs.
 
     Half a unit in the last place is the floor where MLX is exact, and the fp32 result itself is
-    known to two units in its own last place.
+    known, a sum in whatever order, to eight units in its own last place.
     """
     size = row.sizes[-1] if row.sizes else {}
     for variant in row.variants:
@@ -60,7 +60,7 @@ def test_no_less_accurate_than_mlx(backend, row):
                 floor += mx.square(half_ulp * e).sum().item()
                 peak += mx.square(e).sum().item()
                 count += g.size
-        allowed = max(1.05 * math.sqrt(stocks), math.sqrt(floor)) + 2**-22 * math.sqrt(peak)
+        allowed = max(1.05 * math.sqrt(stocks), math.sqrt(floor)) + 2**-20 * math.sqrt(peak)
         assert math.sqrt(ours) <= allowed, (variant, math.sqrt(ours / count))
 
 
