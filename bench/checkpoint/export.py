@@ -196,7 +196,8 @@ def card(data: Path, log: Path, figures: dict[str, float]) -> str:
 
 `qwen3_5_moe` of {figures["parameters"]:,} parameters, and an MTP layer of {figures["mtp"]:,},
 trained from nothing for lily_mlx; MIT licence. English prose out of copyright, of the 19th and
-early 20th century: it reflects the attitudes of its time, knows nothing else, and tells stories, not facts.
+early 20th century: it reflects the attitudes of its time, knows nothing else, and tells stories,
+not facts.
 
 - Corpus, as packages: {sources}.
   The training split has {corpus["train"]["tokens"]:,} tokens.
