@@ -222,7 +222,13 @@ def interrupt(*flags: str, wait_for: bytes, after: float = 0.0):
     """Start the command, Ctrl-C it once it has written `wait_for`; (code, stdout, stderr, s)."""
     command = [sys.executable, "-m", "lily_mlx", "generate", *flags]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV, bufsize=0
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENV,
+        bufsize=0,
+        # As a terminal starts it. Tests may run in a background job, where Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     seen = b""
     while wait_for not in seen:

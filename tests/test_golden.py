@@ -22,9 +22,9 @@ STEPS = 12  # tokens of each prompt fed one at a time in bf16, a tenth of a seco
 # fp32: eight layers that sum in another order differ by some 10 roundings of 2^-24, 6e-7 of 4.7,
 # 3e-6; seen 2.6e-6 and 2.9e-5. Ten times that, for a machine that sums in yet another order.
 # bf16: an activation rounds to 2^-9, and MLX's CPU build sums a quantized matmul in bf16 too, which
-# is 1.8 % (rms) of the result of one with 256 terms; sixteen branches add up to 3.5 % or so of 4.7.
-# Seen 0.17 and 4.0, the latter where such an error sends a token to another expert (the rare bytes
-# of the second prompt); 1.5 times that.
+# is 1.8 % (rms) of the result of one with 256 terms; a branch has two or three in a row and then
+# comes the head, so 1.8 % * sqrt(4) of 4.7, 0.17. Seen 0.17 and 4.0, the latter where such an
+# error sends a token to another expert (the rare bytes of the second prompt); 1.5 times that.
 BOUNDS = {mx.float32: (3e-5, 3e-4), mx.bfloat16: (0.26, 6.0)}
 
 
