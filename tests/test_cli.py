@@ -255,7 +255,8 @@ def test_interrupt_in_a_long_prefill(tmp_path):
     (tmp_path / "long.txt").write_text("word " * 20_000)
     flags = ("--from-file", str(tmp_path / "long.txt"), "--prefill-step-size", "20000")
     code, _, err, seconds = interrupt(*flags, wait_for=b"=\n", after=1)
-    assert (code, err) == (130, b"") and seconds < 1
+    # transformers warns, as it does under mlx_lm, that the prompt is longer than model_max_length.
+    assert code == 130 and b"Traceback" not in err and seconds < 1
 
 
 def test_interrupt_keeps_text_that_was_not_shown_yet(run, monkeypatch):
