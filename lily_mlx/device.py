@@ -80,6 +80,24 @@ TUNING: dict[str, dict[str, dict[str, int]]] = {
     # threadgroup: at decode a head's 64 KB in one turn, 32 registers a thread. A core has one head
     # or none: there are 32 for 40 or 132 of them, so all of it must be on its way at once.
     "gdn_step": {"default": {"rows": 2, "threads": 512}},
+    # heads: simdgroups of a threadgroup, one head each, as rms_norm_gated's rows.
+    "attn_prep": {"default": {"heads": 4}},
+    # Slices of the context, over key heads, to make at least this many threadgroups, 6 a core of
+    # an M5 Max, of at least `least` positions and at most `positions`, whose scores of 8 rows take
+    # 8 KB of threadgroup memory. rows: query heads and tokens that share a read of the context, at
+    # most 8; each is 16 registers of a lane at 256 dimensions. simdgroups of attn_split's and of
+    # attn_merge's threadgroups.
+    "attn_split": {
+        "default": {
+            "threadgroups": 240,
+            "least": 32,
+            "positions": 256,
+            "rows": 8,
+            "simdgroups": 4,
+            "merging": 8,
+        },
+        "nvidia": {"threadgroups": 528},
+    },
 }
 
 

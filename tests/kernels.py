@@ -12,12 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
 from mlx_lm.models.qwen3_next import Qwen3NextMLP, Qwen3NextRMSNormGated
 from mlx_lm.models.switch_layers import SwitchGLU
 
-from lily_mlx.ops import delta, linear, moe, norm, route
+from lily_mlx.ops import attention, delta, linear, moe, norm, route
 from lily_mlx.runtime import Op
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -83,6 +84,33 @@ def _gated_delta_net(proj, window, conv_weight, A_log, dt_bias, norm_weight, sta
     cache = ArraysCache(2)
     cache[0], cache[1] = window, state
     return layer(proj, None, cache), cache[0], cache[1]
+
+
+def _attention_prep(proj, q_norm, k_norm, offsets, heads, rotary, base, eps, gated):
+    B, L, _ = proj.shape
+    (Hq, Hk), D = heads, q_norm.shape[0]
+    width = Hq * D * (1 + gated)
+    q, k, v = mx.split(proj, [width, width + Hk * D], axis=-1)
+    q = mx.split(q.reshape(B, L, Hq, -1), 1 + gated, axis=-1)[0]
+    rope, out = nn.RoPE(rotary, traditional=False, base=base), []
+    for x, weight in ((q, q_norm), (k.reshape(B, L, Hk, D), k_norm)):
+        norm = nn.RMSNorm(D, eps)
+        norm.weight = weight
+        out.append(rope(norm(x).transpose(0, 2, 1, 3), offset=offsets))
+    return *out, v.reshape(B, L, Hk, D).transpose(0, 2, 1, 3)
+
+
+def _gated_attention(q, k, v, scale, gate, lengths):
+    (B, H, L, D), S = q.shape, k.shape[2]
+    mask = None if L == 1 else "causal"
+    if lengths is not None:
+        mask = mx.arange(S) < (lengths[:, None] - L + 1 + mx.arange(L))[:, None, :, None]
+    out = scaled_dot_product_attention(q, k, v, cache=None, scale=scale, mask=mask)
+    out = out.transpose(0, 2, 1, 3).reshape(B, L, -1)
+    if gate is None:
+        return out
+    _, gate = mx.split(gate[..., : 2 * H * D].reshape(B, L, H, -1), 2, axis=-1)
+    return out * mx.sigmoid(gate.reshape(B, L, -1))
 
 
 def _norm_linear(x, w, scales, biases, weight, eps, residual, group_size, bits, mode):
@@ -176,6 +204,28 @@ KERNELS = [
         ],
         sizes=[{"B": 3}],
         stock=_gated_delta_net,
+    ),
+    Row(
+        attention.attn_prep,
+        variants=[  # dtype, dimension, heads of q and k, turned dimensions, gated
+            (mx.bfloat16, 256, 16, 2, 64, True),
+            (mx.float32, 256, 4, 2, 64, True),
+            (mx.float16, 100, 3, 1, 22, False),
+        ],
+        sizes=[{"lead": (1, 1), "reach": 100}, {"lead": (2, 2)}],
+        stock=_attention_prep,
+    ),
+    Row(
+        attention.attn_decode,
+        variants=[  # dtype, dimension, heads of k, of q to each, tokens, gated
+            (mx.bfloat16, 256, 2, 8, 1, True),
+            (mx.float32, 256, 2, 2, 1, True),
+            (mx.float16, 64, 1, 5, 1, False),
+            (mx.bfloat16, 96, 1, 3, 3, True),
+            (mx.float32, 128, 2, 1, 8, False),
+        ],
+        sizes=[{"S": 8}, {"B": 2, "S": 300, "ragged": True}],
+        stock=_gated_attention,
     ),
 ]
 
